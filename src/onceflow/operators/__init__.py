@@ -1,0 +1,1 @@
+"""Operators that come along: what most dags need, written as your own would be."""

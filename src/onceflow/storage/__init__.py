@@ -1,0 +1,1 @@
+"""Where what does not belong into the database lies: files, object storage."""

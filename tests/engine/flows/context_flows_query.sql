@@ -1,0 +1,1 @@
+select '{{ ds }}' as day
