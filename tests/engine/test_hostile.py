@@ -195,9 +195,11 @@ async def test_no_wake_up_is_left_out() -> None:
                 sent.put_nowait(call.name)
 
     worker.services = Told
+    telling = asyncio.create_task(worker._tell_for_ever())
     async with asyncio.timeout(5):
         for _ in range(3):
             worker._wake_soon()
             worker._wake_soon()
             assert await sent.get() == "wake_workers"
+    telling.cancel()
     assert sent.empty()

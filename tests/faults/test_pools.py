@@ -48,7 +48,9 @@ def test_a_pool_of_seven_and_killed_workers(db: TestDatabase, workers: Workers, 
         for _ in range(KILLS):
             db.wait_for("select count(*) > %s from onceflow.lease where task_id = 'eager'", dice.randrange(SLOTS))
             time.sleep(dice.uniform(0, 0.1))  # where in its work it is struck, not a wait
-            dice.choice([one for one in workers.started if one.running]).kill()
+            alive = [one for one in workers.started if one.running]
+            busy = {pid for (pid,) in db.sql("select w.pid from onceflow.lease l join onceflow.worker w on w.id = l.worker where l.task_id = 'eager'")}
+            dice.choice([one for one in alive if one.pid in busy] or alive).kill()
             workers.start(folder, concurrency=16, env=env, wait_ready=False)
         assert run.result(90) == "success"
     checker.check_limit(db, "seven", SLOTS)
